@@ -445,6 +445,9 @@ class BenchmarkDataset:
         if isinstance(self.split, ItemSetSplit):
             description["interactions"] = seen.nnz + self.split.test_items.nnz
             description["test_items"] = self.split.test_items.nnz
+            untrained = seen.item_counts()[self.split.test_items.items] == 0
+            if untrained.any():
+                description["untrained_test_items"] = int(untrained.sum())
         if isinstance(self.split, TemporalSplit):
             description |= {"cut": self.split.cut, "newcomers": self.split.newcomers}
         return description

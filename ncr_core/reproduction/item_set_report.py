@@ -52,7 +52,7 @@ def item_sets(store: ResultsStore) -> str:
             lines.append([f"*{name}*", "", f"{recall:.4f}", f"{ndcg:.4f}", "", ""])
         head = ["method", "validation NDCG@10", "Recall@20", "NDCG@20"]
         head += ["training, s", "processor, s"]
-        note = _ahead_of_ours(data, results)
+        note = _untrained(results[0]) + _ahead_of_ours(data, results)
         texts.append(f"### {TITLES[data]}\n\n{make_table(head, lines)}{note}")
     if not texts:
         return ""
@@ -71,6 +71,18 @@ def item_sets(store: ResultsStore) -> str:
         "- Rows in italics have published figures.\n\n"
     )
     return "## Sets of test items\n\n" + intro + "\n".join(texts)
+
+
+def _untrained(result: RunResult) -> str:
+    """Says how many test items occur in no training; empty if there is none."""
+    data = result.payload["data"]
+    n = data.get("untrained_test_items", 0)
+    if not n:
+        return ""
+    return (
+        f"{n:,} of the {data['test_items']:,} test items occur in no training. They count, as in "
+        "the published figures, and no method can learn them.\n\n"
+    )
 
 
 def _ahead_of_ours(data: str, results: Sequence[RunResult]) -> str:

@@ -172,8 +172,9 @@ Settings:
   other settings before: 23 of the first 146, all of NeuPR next-item, SASRec on MovieLens 1M,
   cornac's BPR on P1 and P2, NBPR from ALS on Gowalla, and ALS start, NBPR from ALS and NeuPR from
   ALS on Amazon Music.
-- The experiments have [the aims that were not reached](experiments.md#aims-that-were-not-reached-on-two-cores),
-  how near the models come, and what limits them.
+- The experiments have the aims that
+  [were not reached](experiments.md#aims-that-were-not-reached-on-two-cores), how near the models
+  come, and what limits them. gSASRec has no row of ours for such a reason.
 
 Protocols:
 
@@ -285,7 +286,9 @@ _STARTS = {
 
 _BELOW_START = (
     "These trained models are below an untrained start with as many factors. NBPR, and with it a "
-    "part of NeuPR, starts at random.\n\n"
+    "part of NeuPR, starts at random. DNCR starts with the embeddings of `spectral start` and with "
+    "random layers, and is then far below that start. "
+    "[More passes](experiments.md#towers-of-64-factors-trained-to-the-end) bring it nearer.\n\n"
 )
 
 

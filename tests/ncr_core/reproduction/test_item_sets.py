@@ -14,6 +14,7 @@ import pytest
 
 from ncr_core.errors import ConfigError, DataError
 from ncr_core.evaluation.metrics import hits_of_each, recall_of_each, set_ndcg_of_each
+from ncr_core.reproduction.datasets import BenchmarkDataset
 from ncr_core.reproduction.item_set_report import item_sets
 from ncr_core.reproduction.item_sets import load_item_sets
 from ncr_core.reproduction.report import write_page
@@ -58,6 +59,15 @@ def test_each_user_with_two_items_has_one_for_validation(tmp_path: Path) -> None
     refit = split.with_validation_in_train()
     assert refit.train.nnz == 6
     assert refit.test_items is split.test_items
+
+
+def test_test_items_without_training_are_counted(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "u 1 2 3\nv 2\nw 3 1\n", "u 4 5\nv 1\nx 4\n")
+    data = BenchmarkDataset("gowalla-lightgcn", "sets", load_item_sets(folder))
+    assert data.description()["untrained_test_items"] == 3
+    folder = _folder(tmp_path, "u 1 2 3\nv 2\nw 3 1\n", "v 1\nx 1\n")
+    data = BenchmarkDataset("gowalla-lightgcn", "sets", load_item_sets(folder))
+    assert "untrained_test_items" not in data.description()
 
 
 def test_a_folder_may_hold_gzipped_files(tmp_path: Path) -> None:
