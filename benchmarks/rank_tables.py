@@ -31,7 +31,8 @@ tables MiB  the two tables of items of the model
 files included. The limit is below the size of the tables, so that no process can hold them. The
 kernel kills a process that exceeds it. The data are 20,000 interactions of 200 users with 3,000,000
 items. The rows of a training have one epoch; the row of a job is a whole one, as of ``job``, and a
-process that maps its checkpoint and makes a list without an index. SCRATCH has to be on a disk: files in memory count, and cannot be reclaimed.
+process that maps its checkpoint and makes a list without an index. SCRATCH has to be on a disk:
+files in memory count, and cannot be reclaimed.
 
 limit MiB   the limit of each process
 ended       trained, or killed with the first process
