@@ -30,9 +30,7 @@ tables MiB  the two tables of items of the model
 ``limit`` trains with every process in a control group (Linux, root) that limits its memory, mapped
 files included. The limit is below the size of the tables, so that no process can hold them. The
 kernel kills a process that exceeds it. The data are 20,000 interactions of 200 users with 3,000,000
-items. The rows of a training have one epoch; the row of a job is a whole one, as of ``job``, and a
-process that maps its checkpoint and makes a list without an index. SCRATCH has to be on a disk:
-files in memory count, and cannot be reclaimed.
+items. SCRATCH has to be on a disk: files in memory count, and cannot be reclaimed.
 
 limit MiB   the limit of each process
 ended       trained, or killed with the first process
@@ -64,8 +62,8 @@ JOB_ITEMS = (200_000,)
 JOB_COLUMNS = ["items", "storage", "own MiB", "disk MiB", "tables MiB", "s"]
 COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
 MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4), ("sharded", 16))
-LIMIT_COLUMNS = ["command", "tables", "ranks", "limit MiB", "own MiB", "start MiB", "ended", "s"]
-LIMITED_MODES = (("train", "replicated", 2), ("train", "sharded", 16), ("run_job", "sharded", 16))
+LIMIT_COLUMNS = ["tables", "ranks", "limit MiB", "own MiB", "start MiB", "ended", "s"]
+LIMITED_MODES = (("replicated", 2), ("sharded", 16))
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 LIMITED_USERS, LIMITED_ITEMS, LIMITED_FACTORS = 200, 3_000_000, 64
 
@@ -105,19 +103,17 @@ def limit(scratch: Path = Path("var"), limit_mib: int = 1200) -> None:
     """Trains with every process under a limit of memory below the size of the tables."""
     scratch.mkdir(parents=True, exist_ok=True)
     rows = []
-    users, items, factors = str(LIMITED_USERS), str(LIMITED_ITEMS), str(LIMITED_FACTORS)
-    for name, tables, ranks in LIMITED_MODES:
+    for tables, ranks in LIMITED_MODES:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            arguments = [folder, "files", items, users, str(INTERACTIONS), str(ranks)]
-            if name == "train":
-                arguments = [folder, tables, str(ranks), items, factors, users]
-            command = [sys.executable, "-m", "benchmarks.rank_tables", name, *arguments]
+            of_model = [str(LIMITED_ITEMS), str(LIMITED_FACTORS), str(LIMITED_USERS)]
+            arguments = ["train", folder, tables, str(ranks), *of_model]
+            command = [sys.executable, "-m", "benchmarks.rank_tables", *arguments]
             started = time.perf_counter()
             code, *largest = limited(command, limit_mib << 20)
             seconds = time.perf_counter() - started
         ended = "trained" if code == 0 else "killed"
-        sizes = [each / 2**20 for each in largest]
-        rows.append([name, tables, ranks, limit_mib, *sizes, ended, seconds])
+        row = [tables, ranks, limit_mib, *(each / 2**20 for each in largest), ended, seconds]
+        rows.append(row)
         mib = 2 * LIMITED_ITEMS * LIMITED_FACTORS * 4 / 2**20
         publish("limit", LIMIT_COLUMNS, rows, items=LIMITED_ITEMS, parameters_mib=mib)
 
@@ -177,15 +173,8 @@ def remove_group(group: Path) -> None:
         time.sleep(0.1)
 
 
-def run_job(
-    folder: Path,
-    storage: str,
-    items: int,
-    users: int = JOB_USERS,
-    interactions: int = JOB_INTERACTIONS,
-    ranks: int = 2,
-) -> None:
-    """Trains and evaluates a model, and makes a list by its checkpoint; prints its seconds."""
+def run_job(folder: Path, storage: str, items: int) -> None:
+    """Trains and evaluates a model; prints its seconds."""
     from app.jobs.schemas import TrainParams
     from app.training.pipeline import train_and_evaluate
     from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
@@ -200,34 +189,14 @@ def run_job(
             "min_interactions": 1,
         }
     )
-    engine = TorchrunEngine(ranks, "sharded", folder)
-    data = random_interactions(items, users, interactions)
+    ranks = TorchrunEngine(2, "sharded", folder)
+    data = random_interactions(items, JOB_USERS, JOB_INTERACTIONS)
     started = time.perf_counter()
     with storing_tables(FileStorage(folder) if storage == "files" else IN_MEMORY):
         train_and_evaluate(
-            data, params, "cpu", folder / "model", lambda progress: None, engine=engine
+            data, params, "cpu", folder / "model", lambda progress: None, engine=ranks
         )
-    seconds = time.perf_counter() - started
-    command = [sys.executable, "-m", "benchmarks.rank_tables", "make_list", str(folder)]
-    subprocess.run(command, check=True)
-    print(json.dumps([seconds]))
-
-
-def make_list(folder: Path) -> None:
-    """Makes a list by the product with all items, from tables that are mapped into memory."""
-    from ncr_core.checkpoint import load_checkpoint
-    from ncr_core.inference.engine import InferenceEngine
-    from ncr_core.inference.retrieval import ItemFilter, RankRequest, UserState
-    from ncr_core.inference.shared_tables import SharedTables
-    from ncr_core.ranking import candidates
-
-    candidates.MIN_FAISS_ITEMS = sys.maxsize  # the index is made in memory
-    checkpoint = load_checkpoint(folder / "model")
-    tables = SharedTables(folder / "tables")
-    engine = InferenceEngine(checkpoint, 200, shared=tables, shared_key="model")
-    every = ItemFilter(np.ones(len(checkpoint.item_ids), dtype=np.bool_), np.array([0]))
-    found = engine.rank([RankRequest(UserState(0), 10, every)])
-    print(json.dumps([each.row for each in found[0]]))
+    print(json.dumps([time.perf_counter() - started]))
 
 
 def random_interactions(items: int, users: int, interactions: int) -> Interactions:
@@ -287,4 +256,4 @@ def train(
 
 
 if __name__ == "__main__":
-    run_command(main, train=train, job=job, run_job=run_job, limit=limit, make_list=make_list)
+    run_command(main, train=train, job=job, run_job=run_job, limit=limit)
