@@ -3,6 +3,7 @@
     python -m benchmarks.rank_tables [SCRATCH [ITEMS [FACTORS]]]
     python -m benchmarks.rank_tables job [SCRATCH [ITEMS ...]]
     python -m benchmarks.rank_tables limit [SCRATCH [LIMIT_MIB]]
+    python -m benchmarks.rank_tables disk [SCRATCH [ITEMS [FACTORS]]]
 
 The data are 20,000 interactions at random of 2,000 users with 2,000,000 items. The model is NBPR
 with users from their histories, which has two tables of items, and 64 factors. Each row is a phase
@@ -31,6 +32,8 @@ tables MiB  the two tables of items of the model
 files included. The limit is below the size of the tables, so that no process can hold them. The
 kernel kills a process that exceeds it. The data are 20,000 interactions of 200 users with 3,000,000
 items. SCRATCH has to be on a disk: files in memory count, and cannot be reclaimed.
+
+``disk`` has the most room that the ranks' files take in three epochs.
 
 limit MiB   the limit of each process
 ended       trained, or killed with the first process
@@ -62,6 +65,8 @@ JOB_ITEMS = (200_000,)
 JOB_COLUMNS = ["items", "storage", "own MiB", "disk MiB", "tables MiB", "s"]
 COLUMNS = ["tables", "ranks", "own MiB", "start MiB", "epoch s"]
 MODES = (("replicated", 2), ("sharded", 2), ("sharded", 4), ("sharded", 16))
+DISK_COLUMNS = ["tables", "ranks", "MiB", "times the tables"]
+DISK_MODES = (("replicated", 2), ("sharded", 2))
 LIMIT_COLUMNS = ["tables", "ranks", "limit MiB", "own MiB", "start MiB", "ended", "s"]
 LIMITED_MODES = (("replicated", 2), ("sharded", 16))
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -99,6 +104,21 @@ def job(scratch: Path = Path("var"), items: tuple[int, ...] = JOB_ITEMS) -> None
             publish("job", JOB_COLUMNS, rows, factors=JOB_FACTORS)
 
 
+def disk(scratch: Path = Path("var"), items: int = 100_000, factors: int = 64) -> None:
+    """Measures the most room of the ranks' files on the disk, with three epochs."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    rows = []
+    tables_bytes = 2 * items * factors * 4
+    for tables, ranks in DISK_MODES:
+        with tempfile.TemporaryDirectory(dir=scratch) as folder:
+            sizes = [str(each) for each in (ranks, items, factors, USERS, 3)]
+            command = [sys.executable, "-m", "benchmarks.rank_tables", "train", folder, tables]
+            _, (largest,) = watched([*command, *sizes], partial(disk_bytes, folder=Path(folder)))
+        of_tables = largest / tables_bytes
+        rows.append([tables, ranks, largest / 2**20, of_tables])
+        publish("disk", DISK_COLUMNS, rows, items=items, factors=factors, epochs=3)
+
+
 def limit(scratch: Path = Path("var"), limit_mib: int = 1200) -> None:
     """Trains with every process under a limit of memory below the size of the tables."""
     scratch.mkdir(parents=True, exist_ok=True)
@@ -111,7 +131,9 @@ def limit(scratch: Path = Path("var"), limit_mib: int = 1200) -> None:
             started = time.perf_counter()
             code, *largest = limited(command, limit_mib << 20)
             seconds = time.perf_counter() - started
-        ended = "trained" if code == 0 else "killed"
+        if code not in (0, -signal.SIGKILL):
+            sys.exit(f"failed: {' '.join(command)}")
+        ended = "killed" if code else "trained"
         row = [tables, ranks, limit_mib, *(each / 2**20 for each in largest), ended, seconds]
         rows.append(row)
         mib = 2 * LIMITED_ITEMS * LIMITED_FACTORS * 4 / 2**20
@@ -234,7 +256,13 @@ def disk_bytes(pid: int, folder: Path) -> int:
 
 
 def train(
-    folder: Path, tables: str, ranks: int, items: int, factors: int, users: int = USERS
+    folder: Path,
+    tables: str,
+    ranks: int,
+    items: int,
+    factors: int,
+    users: int = USERS,
+    epochs: int = 1,
 ) -> None:
     """Trains with so many ranks; prints figures."""
     from ncr_core.data.array_storage import IN_MEMORY, FileStorage, storing_tables
@@ -244,7 +272,7 @@ def train(
 
     data = random_interactions(items, users, INTERACTIONS)
     config = TrainConfig(
-        shared_negatives=512, loss="listwise", epochs=1, optimizer="dense", validation="full"
+        shared_negatives=512, loss="listwise", epochs=epochs, optimizer="dense", validation="full"
     )
     model = ModelConfig(kind="nbpr", factors=factors, users="history")
     phases = TorchrunEngine(ranks, "sharded" if tables == "sharded" else "replicated", folder)
@@ -256,4 +284,4 @@ def train(
 
 
 if __name__ == "__main__":
-    run_command(main, train=train, job=job, run_job=run_job, limit=limit)
+    run_command(main, train=train, job=job, run_job=run_job, disk=disk, limit=limit)

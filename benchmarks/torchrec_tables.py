@@ -6,12 +6,12 @@ The model is NBPR with a vector for each user (eq. 7). Its loss is the cross-ent
 interaction has one negative. DATA is a folder of ROOT with real interactions, ml-1m by default.
 Each row has the test metrics over all items after so many epochs: the last one of TorchRec, and the
 best one by validation of this package. The triples of a second are those of all processes together,
-of one thread each.
+of one thread each; those of this package include its validation after each epoch.
 
 TorchRec trains in RANKS processes that torchrun starts, 2 by default, on GPUs if there are any. Its
 fused optimiser is Adam on GPUs and Adagrad on CPUs, because TorchRec has no Adam there. The result
-is a checkpoint that a server loads. TorchRec needs the version of fbgemm-gpu that fits torch; the
-page docs/how-to/cluster.md says which versions ran.
+is a checkpoint that `Recommender.load` reads. TorchRec needs the version of fbgemm-gpu that fits
+torch; the page docs/how-to/cluster.md says which versions ran.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        command += ["--master-addr", "127.0.0.1", "-m", "benchmarks.torchrec_tables", "train"]
+        command += ["--standalone", "-m", "benchmarks.torchrec_tables", "train"]
         arguments = [str(root), data, f"{folder}/model", str(epochs), str(factors)]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
@@ -126,6 +126,8 @@ def train(root: Path, data: str, folder: Path, epochs: int, factors: int) -> Non
     on_gpu = torch.cuda.is_available()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if on_gpu else "gloo")
     split = load_dataset(data, root).split
     torch.manual_seed(rank)

@@ -258,7 +258,7 @@ CHOSEN_IN_FULL: dict[tuple[str, str], Settings] = {
 """By method and data set, the settings with the highest full NDCG@10 of their grids, if that is
 more than 1 % above the full NDCG@10 of the settings of ``settings_of``.
 
-P2 takes those of P1, as it takes the other settings of these methods."""
+P2 has those of P1 for the methods without a grid of P2, as it has their other settings."""
 
 CHOSEN_IN_FULL |= {
     (method, "ncf-ml-1m"): CHOSEN_IN_FULL[method, "ml-1m"]

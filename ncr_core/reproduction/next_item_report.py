@@ -158,7 +158,7 @@ def _beside_published(data: str, results: Sequence[RunResult]) -> str:
     if not best.is_ours:
         lines.append(
             f"- By NDCG@10 no model that we trained with the seed 0 is above {label_of(best)} on "
-            "these data. [Other seeds](#training-seeds) may be.\n"
+            "these data. Another [seed](#training-seeds) may give a higher figure.\n"
         )
     return "".join(lines) + "\n" if lines else ""
 

@@ -31,12 +31,12 @@ MIN_PRODUCTS, MIN_COMPARISONS = 5e9, 5e7
 model. Two threads take about a minute for either. The start of ranks, and their reading of the
 model, take some 10 s."""
 
-PRIVATE_VARIABLES = ("NCR_", "AWS_", "AZURE_", "GOOGLE_", "PG", "REDIS_")
+PRIVATE_VARIABLES = ("NCR_", "AWS_", "AZURE_", "FSSPEC_", "GOOGLE_", "PG", "REDIS")
 """Beginnings of the names of variables that may hold passwords, of which ranks need none."""
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for ranks: without the settings and passwords of the caller."""
+    """The environment for ranks: without ``PRIVATE_VARIABLES``."""
     return {
         name: value
         for name, value in environment.items()

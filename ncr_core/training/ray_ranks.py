@@ -33,6 +33,11 @@ from ncr_core.training.trainer import OnProgress, Progress
 
 PROGRESS = "progress.jsonl"
 POLL_SECONDS = 0.2
+PROBE_SECONDS = 60.0
+_UNKNOWN = (
+    "the worker cannot find out whether the Ray cluster at {} asks clients for a token: check "
+    "`ray status` there, and the version of Ray"
+)
 
 
 class RayEngine(RankEngine):
@@ -76,11 +81,6 @@ class RayEngine(RankEngine):
         """
         if self._ray.is_initialized():
             return
-        if self._address and not _is_loopback(self._address) and is_open(self._address):
-            raise TrainingError(
-                f"the Ray cluster at {self._address} is beyond loopback and runs code from any "
-                "client, also without a token: set RAY_AUTH_MODE=token on its machines"
-            )
         own: dict[str, Any] = {"address": self._address}
         if self._address is None:
             own = {"address": "local", "num_cpus": self._ranks, "_node_ip_address": "127.0.0.1"}
@@ -98,6 +98,12 @@ class RayEngine(RankEngine):
         finally:  # Ray would end this process at a signal that is for others
             for number, handler in zip(stops, handlers, strict=True):
                 signal.signal(number, handler)
+        if self._address and not _is_loopback(self._address) and is_open(self._address):
+            self._ray.shutdown()
+            raise TrainingError(
+                f"the Ray cluster at {self._address} is beyond loopback and runs code from any "
+                "client, also without a token: set RAY_AUTH_MODE=token on its machines"
+            )
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
         if cpus < self._ranks:
             raise TrainingError(
@@ -217,21 +223,26 @@ def _is_loopback(address: str) -> bool:
 
 
 def is_open(address: str) -> bool:
-    """Whether a cluster answers a client that has no token.
+    """Whether a cluster that answers this process also answers a client without a token.
 
     The client is a process of its own, because Ray reads its token when it is imported.
+
+    Raises TrainingError if the client ends for another reason than its missing token.
     """
     code = (
         "import sys; from ray._raylet import GcsClient\n"
         "GcsClient(address=sys.argv[1]).internal_kv_get(b'key', b'ncr', timeout=5)"
     )
     environment = rank_environment(os.environ) | {"RAY_AUTH_MODE": "disabled"}
-    asked = subprocess.run(
-        [sys.executable, "-P", "-c", code, address],
-        env=environment,
-        capture_output=True,
-        check=False,
-    )
+    command = [sys.executable, "-P", "-c", code, address]
+    try:
+        asked = subprocess.run(
+            command, env=environment, capture_output=True, check=False, timeout=PROBE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise TrainingError(_UNKNOWN.format(address)) from None
+    if asked.returncode and b"AuthenticationError" not in asked.stderr:
+        raise TrainingError(_UNKNOWN.format(address))
     return asked.returncode == 0
 
 

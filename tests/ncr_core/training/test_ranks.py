@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import chain
@@ -641,8 +641,9 @@ def test_torchrun_learns_what_one_process_learns(
     environments: list[bytes] = []
 
     def look(progress: Progress) -> None:
-        pids = (*children_of(os.getpid()), *_ranks_of_this_process())
-        environments.extend(Path(f"/proc/{pid}/environ").read_bytes() for pid in pids)
+        for pid in (*children_of(os.getpid()), *_ranks_of_this_process()):
+            with suppress(OSError):  # it has just ended
+                environments.append(Path(f"/proc/{pid}/environ").read_bytes())
 
     each, odd = CASES["next-item, odd"].recipe, _odd(split)
     model = start_model(each.model, each.training, odd)

@@ -154,6 +154,7 @@ def test_a_cluster_that_asks_for_no_token_is_found_out(
     own |= {"RAY_USAGE_STATS_ENABLED": "0"}
     address = f"127.0.0.1:{free_port()}"
     head = [str(ray), "start", "--head", "--block", "--num-cpus=1", "--include-dashboard=false"]
+    head += ["--min-worker-port=0", "--max-worker-port=0"]  # any, so that none is the head's
     head += ["--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}"]
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "7" * 64)
@@ -188,22 +189,36 @@ def test_an_open_cluster_beyond_loopback_is_refused(
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setattr(ray_ranks, "is_open", lambda address: True)
     engine = RayEngine(2, "replicated", tmp_path, "10.0.0.1:6379")
+    ended: list[bool] = []
     monkeypatch.setattr(engine._ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(engine._ray, "init", lambda **named: None)
+    monkeypatch.setattr(engine._ray, "shutdown", lambda: ended.append(True))
     with pytest.raises(TrainingError, match="runs code from any client, also without a token"):
         engine._connect()
+    assert ended
+
+
+def test_a_probe_that_fails_for_another_reason_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_ranks, "PROBE_SECONDS", 20.0)
+    with pytest.raises(TrainingError, match="cannot find out whether the Ray cluster at 127"):
+        ray_ranks.is_open(f"127.0.0.1:{free_port()}")
 
 
 def test_ranks_get_no_setting_and_no_password(phases: RayEngine, split: Split) -> None:
     found: list[set[str]] = []
-    recipe = tuned("NBPR history").with_(epochs=1, device="cpu")
+    recipe = tuned("NBPR history").with_(epochs=4, device="cpu", patience=4)
     model = start_model(recipe.model, recipe.training, split)
 
     def look(progress: Progress) -> None:
         for pid in _ray_ranks():
-            names = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            found.append({name.decode().partition("=")[0] for name in names})
+            with suppress(OSError):  # it has just ended
+                names = Path(f"/proc/{pid}/environ").read_text().split("\0")
+                found.append({name.partition("=")[0] for name in names if name})
 
-    phases(model, split, recipe.training, TrainingPhase("train", 1, 1e-3), look)
+    phases(model, split, recipe.training, TrainingPhase("train", 4, 1e-3), look)
+    found = [names for names in found if names]
     assert found
     assert all("PATH" in names and "NCR_ADMIN_KEY" not in names for names in found)
     assert os.environ["NCR_ADMIN_KEY"] == "secret"
