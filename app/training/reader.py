@@ -214,7 +214,7 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
 FILE_MODELS = 2  # sizes of the parameters, of a job with sharded tables
-# Of ranks: 13 with replicated tables and 14 with sharded ones (benchmarks/results/rank_tables.json).
+# Of ranks: 13 with replicated tables, 14 with sharded ones (benchmarks/results/rank_tables.json).
 # Two epochs with the best parameters and two moments stay while the third is written.
 RANK_FILE_MODELS = 15
 FILE_TABLES = 3  # of pooled vectors: two models that are compared, and one that learns everything
