@@ -474,10 +474,14 @@ def _existing(folder: Path) -> Path:
 
 
 def _check_room(folder: Path, needed: int, sizes: tuple[int, int, int]) -> None:
-    """Raises TrainingError if the disk of a folder has less room, in bytes, than is needed."""
+    """Raises TrainingError if the disk of a folder has less room, in bytes, than is needed.
+
+    A file system without a size, as some of a network are, is not checked.
+    """
     events, users, items = sizes
-    free = shutil.disk_usage(_existing(folder)).free
-    if needed > free:
+    usage = shutil.disk_usage(_existing(folder))
+    free = usage.free
+    if usage.total and needed > free:
         raise TrainingError(
             f"this training needs about {needed / 2**30:.1f} GiB of disk in {folder} for "
             f"{events:,} events, {users:,} users and {items:,} items, and {free / 2**30:.1f} GiB "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -243,16 +244,18 @@ def test_sharded_tables_take_the_disk_of_the_job_and_the_memory_of_its_ranks(
     files = reader.FILE_MODELS + reader.RANK_FILE_MODELS
     copies = files + reader.SOLVED_BLOCKS / 2 * (64 + 32) / 64
     room = reader.FILE_ROW_BYTES * (users + items) + int((copies + 1) * tables)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**60, free=room))
     reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks", sharded=True)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room - 2 * tables))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: SimpleNamespace(total=2**60, free=room - 2 * tables)
+    )
     reader.check_disk(params, tmp_path, sizes)
     reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
     with pytest.raises(TrainingError, match="100,000,000 items, and"):
         reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks", sharded=True)
     # Replicated tables are in the epochs of the ranks too.
     room = reader.FILE_ROW_BYTES * (users + items) + int((reader.RANK_FILE_MODELS - 0.1) * tables)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**60, free=room))
     reader.check_disk(params, tmp_path, sizes)
     with pytest.raises(TrainingError, match="100,000,000 items, and"):
         reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
@@ -268,7 +271,9 @@ def test_the_ranks_have_a_disk_of_their_own(
     params, sizes = TrainParams(recipe="next-item-nbpr", factors=64), (0, 1_000, 10**8)
     of_ranks = reader.RANK_FILE_MODELS * 2 * 4 * 64 * 10**8
     free = {tmp_path: of_ranks, other: of_ranks + 2**33}  # and biases
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: SimpleNamespace(total=2**60, free=free[path])
+    )
     for sharded in (False, True):
         reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks", sharded=sharded)
     free[other] = of_ranks
@@ -279,6 +284,17 @@ def test_the_ranks_have_a_disk_of_their_own(
             )
     with pytest.raises(TrainingError, match="make room there"):
         reader.check_disk(params, tmp_path / "a", sizes, tmp_path / "b", sharded=True)
+
+
+def test_a_file_system_without_a_size_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params, sizes = TrainParams(recipe="next-item-nbpr", factors=64), (10**6, 1_000, 10**8)
+    for total, refused in ((1, True), (0, False)):
+        usage = SimpleNamespace(total=total, free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        with pytest.raises(TrainingError) if refused else nullcontext():
+            reader.check_disk(params, tmp_path, sizes, tmp_path / "ranks")
 
 
 @pytest.mark.anyio
@@ -325,7 +341,7 @@ def test_sharded_tables_leave_recipes_of_auto_out() -> None:
 def test_pooled_vectors_count_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     users = 10**6
     room = reader.FILE_ROW_BYTES * users + reader.FILE_TABLES * 4 * 64 * users
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**60, free=room))
     sizes = (0, users, 0)
     reader.check_disk(TrainParams(recipe="next-item-nbpr", factors=64), tmp_path, sizes)
     reader.check_disk(TrainParams(recipe="default", factors=256), tmp_path, sizes)
