@@ -363,12 +363,14 @@ async def test_what_killed_trainings_left_makes_room_for_the_next(
     os.utime(left / ".owner", (0, 0))
     os.utime(left, (0, 0))
     monkeypatch.setattr(
-        shutil, "disk_usage", lambda _: SimpleNamespace(free=9 if left.exists() else 2**40)
+        shutil,
+        "disk_usage",
+        lambda _: SimpleNamespace(total=2**40, free=9 if left.exists() else 2**40),
     )
     run = asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
     with pytest.raises(ZeroDivisionError):
         await run
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**40, free=9))
     needs = r"^this training needs about 0\.0 GiB of disk in \S+trainings for \d+ events"
     with pytest.raises(TrainingError, match=needs):
         await asyncio.to_thread(run_task, task_for(settings), lambda progress: None, Retry(0.0))
