@@ -241,7 +241,8 @@ def is_open(address: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         raise TrainingError(_UNKNOWN.format(address)) from None
-    if asked.returncode and b"AuthenticationError" not in asked.stderr:
+    # Versions of Ray name the refusal differently.
+    if asked.returncode and not re.search(rb"(?i)authenticat|token", asked.stderr):
         raise TrainingError(_UNKNOWN.format(address))
     return asked.returncode == 0
 
