@@ -213,7 +213,8 @@ MAX_REPEATS = 4  # events of one interaction, on average, in data that may count
 # is removed before there are a copy to train on, keys and the parts of ranks.
 FILE_EVENT_BYTES = 90
 FILE_ROW_BYTES = 80  # of a user or an item, with the id
-FILE_MODELS = 2  # sizes of the parameters, of a job with sharded tables
+# Sizes of the parameters, of a job with sharded tables: at most, and while its ranks train.
+FILE_MODELS, FILE_MODELS_OF_RANKS = 6, 2
 # Of ranks: 13 with replicated tables, 14 with sharded ones (benchmarks/results/rank_tables.json).
 # Two epochs with the best parameters and two moments stay while the third is written.
 RANK_FILE_MODELS = 15
@@ -450,12 +451,13 @@ def check_disk(
         return
     tables = 4 * max(_parameters(each, users, items) for each in recipes)
     if sharded:
-        needed += FILE_MODELS * tables + _solved_file_bytes(recipes, events, users, items)
+        needed += _solved_file_bytes(recipes, events, users, items)
     of_ranks = RANK_FILE_MODELS * tables
     if _existing(folder).stat().st_dev == _existing(ranks_folder).stat().st_dev:
-        _check_room(folder, needed + of_ranks, sizes)
-    else:
+        needed += of_ranks + sharded * FILE_MODELS_OF_RANKS * tables
         _check_room(folder, needed, sizes)
+    else:
+        _check_room(folder, needed + sharded * FILE_MODELS * tables, sizes)
         _check_room(ranks_folder, of_ranks, sizes)
 
 

@@ -241,7 +241,7 @@ def test_sharded_tables_take_the_disk_of_the_job_and_the_memory_of_its_ranks(
     elsewhere = needs(sharded=True, elsewhere=True)  # the ids of the items, above all
     assert elsewhere < reader.BASE_BYTES + 1.1 * reader.ROW_BYTES * items < tables
     # The model, and blocks of one table with 32 more columns.
-    files = reader.FILE_MODELS + reader.RANK_FILE_MODELS
+    files = reader.FILE_MODELS_OF_RANKS + reader.RANK_FILE_MODELS
     copies = files + reader.SOLVED_BLOCKS / 2 * (64 + 32) / 64
     room = reader.FILE_ROW_BYTES * (users + items) + int((copies + 1) * tables)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**60, free=room))
@@ -269,14 +269,21 @@ def test_the_ranks_have_a_disk_of_their_own(
     if other is None:
         pytest.skip("this machine has one file system")
     params, sizes = TrainParams(recipe="next-item-nbpr", factors=64), (0, 1_000, 10**8)
-    of_ranks = reader.RANK_FILE_MODELS * 2 * 4 * 64 * 10**8
-    free = {tmp_path: of_ranks, other: of_ranks + 2**33}  # and biases
+    tables = 2 * 4 * 64 * 10**8
+    of_ranks = reader.RANK_FILE_MODELS * tables
+    # Biases and ids, and the blocks of one table with 32 more columns.
+    of_job = int(reader.FILE_MODELS * tables + reader.SOLVED_BLOCKS / 2 * 1.5 * tables) + 2**34
+    free = {tmp_path: of_job, other: of_ranks + 2**33}
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: SimpleNamespace(total=2**60, free=free[path])
     )
     for sharded in (False, True):
         reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks", sharded=sharded)
-    free[other] = of_ranks
+    free[tmp_path] -= tables
+    reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks")
+    with pytest.raises(TrainingError, match=f"GiB of disk in {tmp_path}/trainings for "):
+        reader.check_disk(params, tmp_path / "trainings", sizes, other / "ranks", sharded=True)
+    free |= {tmp_path: of_job, other: of_ranks}
     for sharded in (False, True):
         with pytest.raises(TrainingError, match=f"GiB of disk in {other}/ranks for "):
             reader.check_disk(
