@@ -21,7 +21,7 @@ test: setup-dev
 ifeq ($(strip $(ARGS)),)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not e2e and not browser"
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not e2e and not browser"
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e -rs
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.optional_imports import require
@@ -120,7 +121,9 @@ class RayEngine(RankEngine):
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        has_gpus = self._ray.cluster_resources().get("GPU", 0) >= self._ranks
+        # All machines have the build of torch of this one; that for CPUs makes no use of a GPU.
+        gpus = self._ray.cluster_resources().get("GPU", 0)
+        has_gpus = dist.is_nccl_available() and gpus >= self._ranks
         trainer = TorchTrainer(
             train_rank,
             train_loop_config={"folder": str(folder), "tables": self.tables},

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import torch.distributed as dist
 
 from benchmarks.faults.setup import LEASE, WAIT_SECONDS, add_events, storage, submit, wait_for
 from ncr_core.optional_imports import is_installed
@@ -120,6 +121,8 @@ def test_two_machines_train_a_model_and_train_it_again_after_a_killed_worker() -
         pids = []
         for name, address in zip(names, ADDRESSES, strict=True):
             ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
+            # With GPUs that a torch for CPUs cannot use, as where the image is that for CPUs.
+            ray += ["--num-gpus=0" if dist.is_nccl_available() else "--num-gpus=1"]
             ray += [f"--node-ip-address={address}"]
             if address == ADDRESSES[0]:
                 ray += ["--head", f"--port={PORT}", "--include-dashboard=false"]
