@@ -1,11 +1,10 @@
-"""P1 of MovieLens 1M without the users whose test item chose a model on the split of SASRec.
+"""Two splits of MovieLens 1M without the users of whom one split tests what chose on the other.
 
     python -m benchmarks.shared_items ROOT
 
 ROOT holds ml-1m and ml-1m-sasrec. Both splits hold out items of the same users, in another order of
-items of the same second. For some users the validation item of the split of SASRec is the test item
-of P1. The rows are means over the stored seeds on P1, of all users and of the users without such an
-item.
+items of the same second. For some users the validation item of one split is the test item of the
+other. The rows are means over the stored seeds, of all users and of the users without such an item.
 """
 
 from __future__ import annotations
@@ -16,47 +15,66 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import publish, run_command
+from ncr_core.data import Split
 from ncr_core.evaluation.metrics import hit_ratio, ndcg
 from ncr_core.reproduction.datasets import load_dataset
 from ncr_core.reproduction.results_store import ResultsStore, ranks_from_text
 
 RESULTS = ResultsStore(Path(__file__).parent / "results")
 SEEDS = ("", "-seed1", "-seed2", "-seed3", "-seed4")
+COLUMNS = ["split", "result", "seeds", "users", "users without such an item"]
+COLUMNS += ["HR@10", "NDCG@10", "HR@10 without them", "NDCG@10 without them"]
 CELLS = {
-    "linear-next-item": ("",),
-    "nbpr-next-item-with-start-d128": SEEDS,
-    "nbpr-attention-d128": SEEDS,
-    "nbpr-two-layer-attention-d128": SEEDS,
+    "ml-1m": {
+        "linear-next-item": ("",),
+        "nbpr-next-item-with-start-d128": SEEDS,
+        "nbpr-attention-d128": SEEDS,
+        "nbpr-two-layer-attention-d128": SEEDS,
+    },
+    "ml-1m-sasrec": {
+        "linear-next-item": ("",),
+        "sasrec-d64": ("",),
+        "sasrec-ce-d64": ("",),
+        "nbpr-next-item-with-start-d128": SEEDS,
+        "nbpr-attention-d128": SEEDS,
+        "nbpr-two-layer-attention-d128": SEEDS,
+    },
 }
 K = 10
 
 
 def main(root: Path) -> None:
-    p1, other = (load_dataset(name, root).split for name in ("ml-1m", "ml-1m-sasrec"))
+    splits = {name: load_dataset(name, root).split for name in CELLS}
+    rows: list[list[Any]] = []
+    for name, cells in CELLS.items():
+        (other,) = (split for key, split in splits.items() if key != name)
+        kept = without_choice_of(splits[name], other)
+        for cell, seeds in cells.items():
+            of_seeds = []
+            for seed in seeds:
+                stored = RESULTS.read(f"cells/{name}/{cell}{seed}")
+                if stored is None:
+                    raise SystemExit(f"{cell}{seed} of {name} is not stored")
+                ranks = ranks_from_text(stored["ranks"]["full"])
+                parts = (ranks, ranks[kept])
+                of_seeds.append([metric(part, K) for part in parts for metric in (hit_ratio, ndcg)])
+            means = np.mean(of_seeds, axis=0).round(5).tolist()
+            rows.append([name, cell, len(seeds), len(kept), sum(kept), *means])
+    publish("shared_items", COLUMNS, rows)
+
+
+def without_choice_of(split: Split, other: Split) -> list[bool]:
+    """Whether the test item of each tested user is not the validation item of the other split."""
     chosen = {
         (user, other.train.item_ids[item])
         for user, item in zip(other.train.user_ids, other.validation.tolist(), strict=True)
         if item >= 0
     }
-    has_other = [
-        (user, p1.train.item_ids[item]) not in chosen
-        for user, item in zip(p1.train.user_ids, p1.test.tolist(), strict=True)
+    return [
+        (user, split.train.item_ids[item]) not in chosen
+        for user, item in zip(split.train.user_ids, split.test.tolist(), strict=True)
         if item >= 0
     ]
-    rows: list[list[Any]] = []
-    for cell, seeds in CELLS.items():
-        of_seeds = []
-        for seed in seeds:
-            stored = RESULTS.read(f"cells/ml-1m/{cell}{seed}")
-            if stored is None:
-                raise SystemExit(f"{cell}{seed} of ml-1m is not stored")
-            ranks = ranks_from_text(stored["ranks"]["full"])
-            parts = (ranks, ranks[has_other])
-            of_seeds.append([metric(part, K) for part in parts for metric in (hit_ratio, ndcg)])
-        rows.append([cell, len(seeds), *np.mean(of_seeds, axis=0).round(5).tolist()])
-    head = ["result", "seeds", "HR@10", "NDCG@10", "HR@10 without them", "NDCG@10 without them"]
-    users = len(has_other)
-    publish("shared_items", head, rows, users=users, without_them=sum(has_other))
 
 
 if __name__ == "__main__":
