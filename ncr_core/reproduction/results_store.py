@@ -122,6 +122,24 @@ class RunResult:
         return float(self.payload["seconds"]["train"]) + sum(part.seconds for part in self.parts)
 
     @property
+    def most_processor_seconds(self) -> float:
+        """Processor seconds of training, with those of the models that this run starts from.
+
+        Where they were not measured, the number is the most that they can be: seconds by the clock
+        times threads.
+        """
+        seconds = self.payload["seconds"]
+        own = seconds["train"] * self.payload["machine"]["threads"]
+        known = float(seconds.get("cpu", own))
+        return known + sum(part.most_processor_seconds for part in self.parts)
+
+    @property
+    def has_processor_seconds(self) -> bool:
+        """Whether the processor seconds were measured, also those of the parts."""
+        own = "cpu" in self.payload["seconds"]
+        return own and all(part.has_processor_seconds for part in self.parts)
+
+    @property
     def on_gpu(self) -> bool:
         """Whether the training, or that of a part, had a GPU."""
         return self.payload["machine"]["gpu"] is not None or any(p.on_gpu for p in self.parts)
