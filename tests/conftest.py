@@ -215,7 +215,7 @@ def bare_postgres(postgres: None) -> Iterator[str]:
     drop(name)
 
 
-BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+BACKENDS = ["sqlite", pytest.param("postgresql", marks=[pytest.mark.postgres, pytest.mark.slow])]
 # For tests of one database, and for long ones of what does not depend on it.
 ON_SQLITE, ON_POSTGRESQL = (
     pytest.mark.parametrize("database_url", [kind], indirect=True) for kind in BACKENDS

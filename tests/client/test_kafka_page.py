@@ -130,6 +130,7 @@ async def test_messages_that_are_read_again_count_once(
     assert "rejected: clicks-0-11 invalid_user" in out
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_service_that_is_away_ends_the_consumer_with_nothing_committed() -> None:
     consumer = Consumer([Message(0, b'{"user": "u", "item": "i"}')])

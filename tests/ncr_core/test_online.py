@@ -425,6 +425,7 @@ def test_interval_and_p_agree_and_both_arms_are_treated_alike(
     assert best.interval[1] - best.interval[0] <= 1.0001 * (high - low)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_users", "rate", "share", "planned"),
     [(200, 0.1, 0.5, 2_000), (1_000, 0.02, 0.1, 10_000), (1_000, 0.1, 0.9, 500)],

@@ -349,6 +349,7 @@ def test_somebody_is_recommended_for_by_attributes(told: tuple[Recommender, dict
     assert places(own) < places([])
 
 
+@pytest.mark.slow
 def test_attributes_need_a_model_that_was_fitted_with_them(fitted: Recommender) -> None:
     with pytest.raises(DataError, match="item_attributes"):
         fitted.add_items({"new": {"half": "h0"}})

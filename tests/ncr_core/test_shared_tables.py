@@ -51,6 +51,7 @@ def in_memory(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=config_name)
 def test_lists_of_mapped_tables_are_those_of_memory_bit_for_bit(
     tmp_path: Path, config: ModelConfig
@@ -79,6 +80,7 @@ def test_tables_that_are_computed_in_blocks_give_the_same_lists(
         assert [item.score for item in found] == pytest.approx([item.score for item in own])
 
 
+@pytest.mark.slow
 def test_a_file_of_tables_that_is_cut_off_is_made_again(tmp_path: Path) -> None:
     checkpoint = load_checkpoint(checkpoint_in(tmp_path / "c", CONFIGS[0]))
     shared = SharedTables(tmp_path / "tables")
@@ -151,6 +153,7 @@ def test_what_is_written_to_a_mapped_parameter_is_not_in_the_file(tmp_path: Path
     assert not bool((load_checkpoint(path).model.items.weight == 7.0).any())
 
 
+@pytest.mark.slow
 def test_a_shared_index_finds_what_one_in_memory_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_a_larger_share_includes_all_of_a_smaller_one(
     assert not is_in_share(number, 0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(names, names, st.sampled_from(KINDS), st.floats(0.01, 0.99), st.floats(0.01, 0.99))
 def test_shares_are_as_large_as_they_say_and_independent_between_trials(

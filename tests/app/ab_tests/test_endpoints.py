@@ -38,6 +38,7 @@ def shadow_of(services: Services) -> ShadowTrials:
     return services.trials.shadow
 
 
+@pytest.mark.slow
 async def test_a_trial_begins_reports_ends_and_is_listed(
     client: httpx2.AsyncClient, served: Services, versions: tuple[str, str]
 ) -> None:

@@ -135,6 +135,7 @@ def parsed(value: dict[str, Any]) -> AttributeFilter | None:
     return parse_filter(orjson.loads(orjson.dumps(value)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_random_filters_leave_what_python_leaves(seed: int) -> None:
     draw = random.Random(seed)

@@ -188,6 +188,7 @@ SEGMENTS = (
 )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "BREW")),
     st.lists(st.sampled_from(SEGMENTS) | st.text(max_size=5), max_size=5),

@@ -19,6 +19,7 @@ from tests.app.core.conftest import check_problem, raw_request
 pytestmark = pytest.mark.anyio
 
 
+@pytest.mark.slow
 async def test_every_error_is_a_problem_document(open_app: FastAPI) -> None:
     async with client_of(open_app) as client:
         check_problem(await client.get("/nowhere"), 404, "not_found")

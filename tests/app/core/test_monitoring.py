@@ -233,6 +233,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
         server.shutdown()
 
 
+@pytest.mark.slow
 async def test_a_request_is_a_span_of_the_clients_trace(
     settings: Settings, collector: tuple[str, list[bytes]]
 ) -> None:

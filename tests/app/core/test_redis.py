@@ -211,6 +211,7 @@ async def ask(app: FastAPI, user: str, **params: Any) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 async def test_servers_share_cached_lists(pair: Pair) -> None:
     first = await ask(pair.one, "user-1")
     await until(lambda: pair.one.state.services.redis.calls["stored"] == 1)

@@ -170,6 +170,7 @@ def _random_value(draw: random.Random, depth: int = 0) -> Any:
     return values if kind < 6 else {str(n): value for n, value in enumerate(values)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1, 5, 1_000])
 @pytest.mark.parametrize("loads", [orjson.loads, loads_lenient])
 async def test_large_bodies_are_read_as_small_ones_are(
@@ -350,6 +351,7 @@ async def test_bodies_that_are_announced_or_come_slowly_hold_up_no_others(
         assert (await client.post("/items", json=[{"id": "a"}])).status_code == 200
 
 
+@pytest.mark.slow
 async def test_large_bodies_are_bounded_in_number_and_small_ones_are_not(data_dir: Any) -> None:
     go = asyncio.Event()
     body = b"[" + b",".join([b'{"id":"a"}' + b" " * 81_900] * 100) + b"]"

@@ -122,6 +122,7 @@ async def test_the_host_name_of_test_clients_is_like_any_other(open_app: FastAPI
         assert (await client.get("/items")).status_code == 403
 
 
+@pytest.mark.slow
 async def test_guesses_at_a_key_are_slowed_down_by_address(
     services: Services, settings: Settings
 ) -> None:

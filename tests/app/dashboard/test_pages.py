@@ -127,6 +127,7 @@ async def test_pages_of_an_empty_database_say_what_to_do(client: httpx2.AsyncCli
         await page(client, path_of(*missing), 404)
 
 
+@pytest.mark.slow
 async def test_pages_with_a_model(
     client: httpx2.AsyncClient, filled: Services, trained: str
 ) -> None:
@@ -271,6 +272,7 @@ async def test_which_of_the_two_moves_the_list(
     assert (await filled.events.profiles.get(fields["user"])).user_id is None
 
 
+@pytest.mark.slow
 async def test_a_trial_shows_its_difference_from_its_planned_size_on(
     client: httpx2.AsyncClient, filled: Services, settings: Settings, trained: str
 ) -> None:
@@ -363,6 +365,7 @@ async def _is_ready(client: httpx2.AsyncClient, path: str) -> bool:
     return answer.status_code == 200
 
 
+@pytest.mark.slow
 async def test_an_operator_follows_a_training_and_changes_what_is_served(
     app: FastAPI, client: httpx2.AsyncClient, filled: Services, settings: Settings, trained: str
 ) -> None:
@@ -412,6 +415,7 @@ async def test_an_operator_follows_a_training_and_changes_what_is_served(
     assert "rolled back" in await page(client, "/dashboard/models")
 
 
+@pytest.mark.slow
 async def test_a_version_that_is_deleted_meanwhile_is_not_served(
     client: httpx2.AsyncClient, filled: Services, settings: Settings, trained: str
 ) -> None:

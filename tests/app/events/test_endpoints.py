@@ -148,6 +148,7 @@ async def test_only_rejected_rows_or_an_empty_list_is_200(client: httpx2.AsyncCl
     assert len((await _post(client, [1, None]))["rejected"]) == 2
 
 
+@pytest.mark.slow
 async def test_a_list_above_the_limit_is_413_and_stores_nothing(client: httpx2.AsyncClient) -> None:
     rows = [{"user": "u", "item": "i"}] * 10_001
     response = await client.post("/events", json=rows)

@@ -87,6 +87,7 @@ async def stored(services: Services) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in await services.database.fetch(query)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 async def test_a_large_import_builds_the_index_at_its_end(services: Services, log: Path) -> None:
     seen: list[bool] = []
@@ -120,6 +121,7 @@ async def test_a_large_import_builds_the_index_at_its_end(services: Services, lo
     assert await services.events.item_index.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 async def test_the_same_events_are_stored_with_the_index_and_without(
     services: Services, log: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,6 +77,7 @@ def assert_same(parts: Interactions, whole: Interactions) -> None:
             assert np.array_equal(mine[order], its), weights
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("half_life", [None, 10.0])
 async def test_parts_are_the_matrix_of_the_snapshot(

@@ -77,6 +77,7 @@ def test_a_list_does_not_depend_on_who_else_asks(model: LoadedModel) -> None:
         assert rows(model, request) == [expected]
 
 
+@pytest.mark.slow
 def test_threads_that_rank_at_once_give_the_lists_of_one(model: LoadedModel) -> None:
     """With caches too small for all, so that entries come and go under the other threads."""
     small = 20 * (ENTRY_BYTES + 4 * (CANDIDATES + SPARE_CANDIDATES))
@@ -155,6 +156,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return trained.extended([f"i{ITEMS + n}" for n in range(20)], vectors, "r")
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(questions=QUESTIONS, data=st.data())
 def test_kept_candidates_give_the_lists_of_a_search_anew(

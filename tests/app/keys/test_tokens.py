@@ -334,6 +334,7 @@ async def test_each_user_has_a_rate_limit_of_their_own(shop: Shop) -> None:
     assert again.status_code == 200  # the third of the key: it signed two tokens
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_page_of_another_origin_may_send_a_token_and_read_the_limits(
     settings: Settings,

@@ -51,6 +51,7 @@ async def names(app: FastAPI, internal: list[int]) -> list[str]:
     return [found[item] for item in internal]
 
 
+@pytest.mark.slow
 async def test_a_list_is_drafted_from_both_versions(
     app: FastAPI, client: httpx2.AsyncClient, versions: tuple[str, str]
 ) -> None:

@@ -47,6 +47,7 @@ async def by_history(app: FastAPI, filled: Services) -> str:
     return version
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_a_known_users_items_give_the_users_own_list(
     app: FastAPI, client: httpx2.AsyncClient, by_history: str

@@ -37,6 +37,7 @@ async def test_each_gets_what_they_would_get_alone(
     assert len({result["recommendation_id"] for result in answer["results"]}) == len(users)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -182,6 +183,7 @@ async def test_a_batch_waits_where_a_single_request_is_refused(
     assert (result["status"], result["code"]) == (503, "overloaded")
 
 
+@pytest.mark.slow
 async def test_the_bytes_of_an_answer_are_bounded(
     client: httpx2.AsyncClient, trained: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

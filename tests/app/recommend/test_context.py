@@ -86,6 +86,7 @@ async def everything(client: httpx2.AsyncClient, user: str, **params: Any) -> se
     return set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 @pytest.mark.parametrize("who", ["user-1", "fresh", "only dislikes"])
 @pytest.mark.parametrize("model", [True, False], ids=["model", "no model"])

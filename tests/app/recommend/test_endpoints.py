@@ -364,6 +364,7 @@ async def holding(
             yield Held(app, client, go, entered)
 
 
+@pytest.mark.slow
 async def test_beyond_the_limit_is_503_and_cheap(settings: Settings, filled: Services) -> None:
     async with holding(settings, filled, max_concurrency=2) as held:
         client = held.client

@@ -53,6 +53,7 @@ def places(found: list[dict[str, Any]]) -> list[str]:
     return [item for answer in found for item in ids(answer)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 2**31), max_size=1000, unique=True))
 def test_packed_ids_come_back(numbers: list[int]) -> None:
     shown = np.array(sorted(numbers), dtype=np.int64)
@@ -81,6 +82,7 @@ def test_a_cursor_of_999_among_a_million_items_is_shorter_than_2000_characters()
     assert found.shown.tolist() == shown.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nbpr", "neupr"])
 @pytest.mark.parametrize("params", [{}, {"diversity": 0.6}, {"explain": "pairwise"}])
 @ON_SQLITE
@@ -161,6 +163,7 @@ async def test_twenty_pages_while_events_and_a_new_model_come_in(
     assert ranks == list(range(1, 201))
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_it_goes_on_after_a_restart_and_where_the_version_is_gone(
     settings: Settings, filled: Services, app: FastAPI, client: httpx2.AsyncClient, trained: str

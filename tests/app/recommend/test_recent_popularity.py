@@ -223,6 +223,7 @@ async def test_pages_are_the_one_long_list(
         assert len(pages) == max(1, -(-len(whole["items"]) // wanted.get("n", 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "params"), LISTS)
 async def test_pages_have_no_repeats_while_the_order_changes(
     app: FastAPI, client: httpx2.AsyncClient, trained: str, path: str, params: dict[str, Any]

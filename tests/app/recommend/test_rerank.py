@@ -41,6 +41,7 @@ async def served(request: pytest.FixtureRequest, app: FastAPI, filled: Services)
     return version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_a_list_is_ranked_by_the_literal_algorithm_in_the_order_it_is_given_in(
     app: FastAPI, client: httpx2.AsyncClient, served: str, seed: int
@@ -64,6 +65,7 @@ async def test_a_list_is_ranked_by_the_literal_algorithm_in_the_order_it_is_give
             assert item["score"] == pytest.approx(own[item["id"]], abs=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["random", "best first"])
 async def test_of_many_items_the_best_are_ranked_exactly_and_the_others_by_their_mean_margin(
     app: FastAPI,

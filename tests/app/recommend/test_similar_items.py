@@ -80,6 +80,7 @@ async def test_without_a_model_by_who_took_them_up(
         assert found["score"] == pytest.approx(cosines[found["id"]], abs=2e-6)
 
 
+@pytest.mark.slow
 async def test_items_that_the_model_does_not_know(
     app: FastAPI, client: httpx2.AsyncClient, filled: Services, trained: str
 ) -> None:
@@ -163,6 +164,7 @@ async def history(client: httpx2.AsyncClient, user: str) -> list[dict[str, Any]]
     return events
 
 
+@pytest.mark.slow
 async def test_pages_follow_while_another_model_comes(
     app: FastAPI, client: httpx2.AsyncClient, filled: Services, trained: str
 ) -> None:
@@ -190,6 +192,7 @@ async def test_pages_follow_while_another_model_comes(
     assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", ["user=", "user=%00", "exclude=%00", "cursor=x", "category=a%00"])
 async def test_bad_filters(client: httpx2.AsyncClient, filled: Services, query: str) -> None:
     response = await client.get(f"/items/{ITEMS[0]}/similar?{query}")

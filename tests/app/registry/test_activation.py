@@ -26,6 +26,7 @@ async def active(services: Services) -> str | None:
     return (await services.models.activation()).version
 
 
+@pytest.mark.slow
 async def test_rollback_goes_back_step_by_step(services: Services) -> None:
     a, b, c = await copies(services, 3)
     registry = services.models

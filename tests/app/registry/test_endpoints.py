@@ -48,6 +48,7 @@ async def served(client: httpx2.AsyncClient) -> str:
     return version
 
 
+@pytest.mark.slow
 async def test_models_are_listed_newest_first(
     client: httpx2.AsyncClient, versions: list[str]
 ) -> None:

@@ -133,6 +133,7 @@ async def test_sweep_removes_the_files_that_a_killed_worker_left(services: Servi
     assert registry.folder(c).is_dir()
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_clean_removes_files_from_object_storage(
     services: Services, objects: ObjectStore

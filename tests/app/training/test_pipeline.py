@@ -193,6 +193,7 @@ INTERACTIONS = build_interactions(
 )
 
 
+@pytest.mark.slow
 def test_a_training_needs_the_snapshot_until_it_knows_the_compared_users(tmp_path: Path) -> None:
     users, events_each = 1_200, 4  # 1,000 of the users are compared
     rows = [

@@ -376,6 +376,7 @@ ROWS = st.tuples(st.integers(0, 9), st.integers(0, 8), st.sampled_from(WEIGHTS))
 STATED = st.tuples(st.integers(0, 9), st.integers(0, 8), st.integers(0, 8))
 
 
+@pytest.mark.slow
 @given(
     events=st.lists(ROWS, max_size=40),
     stated=st.lists(STATED, max_size=10),

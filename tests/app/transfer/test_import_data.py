@@ -70,6 +70,7 @@ async def test_postgresql_does_its_upkeep_at_the_end_of_an_import(
     assert (await services.database.fetch(sa.text("SHOW jit")))[0][0] == "off"
 
 
+@pytest.mark.slow
 async def test_a_small_import_does_not_read_a_large_table(
     services: Services, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ async def test_a_snapshot_in_a_folder_is_a_data_set(
         await asyncio.to_thread(write_snapshot, settings, str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_snapshot_in_object_storage_is_verified_and_never_overwritten(
     services: Services, settings: Settings, objects: ObjectStore

@@ -219,6 +219,7 @@ async def test_without_receivers_nothing_is_written(settings: Settings) -> None:
     await services.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("urls", "says"),
     [

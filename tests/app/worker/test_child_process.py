@@ -156,6 +156,7 @@ threading.Event().wait(1.0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("renewed", "code"), [(60.0, 0), (-0.1, EXIT_LEASE_OVER)])
 def test_renewals_count_that_came_while_a_call_kept_the_interpreter(
     renewed: float, code: int

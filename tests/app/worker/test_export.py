@@ -117,6 +117,7 @@ async def test_both_formats_hold_the_same_rows_as_the_service(
                 assert line[key] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lists",
     [{}, {"n": 60, "exclude_seen": False}, {"n": 5, "category": [SMALL.items[0].genre]}],
@@ -183,6 +184,7 @@ async def test_a_model_that_cannot_be_loaded_fails_the_export(
     assert list((settings.data_dir / "models" / "exports").iterdir()) == []
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_exports_in_object_storage_are_uploaded_whole_and_fetched(
     objects: ObjectStore, services: Services, settings: Settings, tmp_path: Path
@@ -234,6 +236,7 @@ async def test_old_exports_are_removed_and_nothing_else(
     assert {path.name for path in root.iterdir()} == {"mine", new.job_id}
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_a_second_attempt_replaces_the_first_and_a_cancelled_export_leaves_nothing(
     services: Services, settings: Settings

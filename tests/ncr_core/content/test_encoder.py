@@ -29,6 +29,7 @@ names = st.sampled_from(["a", "b", "", "embedding", "ключ"])
 objects = st.lists(st.dictionaries(names, json_values, max_size=5), max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(objects, objects, st.sampled_from([1, 2, MIN_COUNT]))
 def test_any_json_is_encoded_in_finite_numbers(

@@ -69,6 +69,7 @@ def test_an_item_without_users_is_ranked_as_predicted(config: ModelConfig) -> No
     assert item_rows(larger, torch.arange(N, N + 3)).equal(priors)
 
 
+@pytest.mark.slow
 def test_an_item_with_users_depends_on_its_own_prior_alone(config: ModelConfig) -> None:
     model = told_model(config)
     placement = maps_of(model).items
@@ -200,6 +201,7 @@ def save(folder: Path, model: PairwiseRanker, maps: ContentMaps | None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_them(tmp_path: Path, config: ModelConfig) -> None:
     model = told_model(config)
     maps = maps_of(model)

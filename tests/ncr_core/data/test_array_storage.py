@@ -147,6 +147,7 @@ def test_room_is_written_where_it_cannot_be_reserved(
     assert made[-1] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["next-item-nbpr", "next-item", "als-nbpr"])
 def test_a_training_on_arrays_in_files_gives_the_same_model(
     name: str, told: Interactions, tmp_path: Path
@@ -185,6 +186,7 @@ STORED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORED)
 def test_a_training_with_tables_in_files_gives_the_same_model(
     name: str, told: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +242,7 @@ def test_lists_of_tables_in_files_are_those_of_tables_in_memory(
                 assert not one.numel() or is_mapped(one, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["next-item-nbpr", "default"])
 def test_a_warm_start_with_tables_in_files_gives_the_same_model(
     name: str, told: Interactions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

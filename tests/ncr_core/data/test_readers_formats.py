@@ -118,6 +118,7 @@ ODD_COLUMN = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_odd_parquet_columns_have_the_same_verdicts_by_rows_and_by_columns(
@@ -278,6 +279,7 @@ def test_any_ids_come_back(
     assert rows_of(put(folder / "a.jsonl", end.join(lines))) == expected
 
 
+@pytest.mark.slow
 def test_pyarrow_is_loaded_only_when_it_is_needed() -> None:
     program = "import sys, app.main, ncr_core.data.readers; sys.exit('pyarrow' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -117,6 +117,7 @@ def agreement(found: Floats, expected: Floats) -> tuple[float, float]:
     return float(together), float(np.abs(found - expected).sum() / np.abs(expected).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", FREE, ids=config_name)
 def test_effects_are_those_of_leaving_each_own_item_out(config: ModelConfig) -> None:
     model = mild_model(config)

@@ -83,6 +83,7 @@ def test_new_items_add_nothing_to_pooled_users(by_length: bool) -> None:
     assert (items.tolist(), effects.shape) == ([], (3, 0))
 
 
+@pytest.mark.slow
 def test_new_items_leave_users_vectors_and_reasons_as_they_are(config: ModelConfig) -> None:
     model = wild_model(config, USERS, N)
     larger = extended(model, item_rows(model, torch.tensor([1, 2])))
@@ -101,6 +102,7 @@ def test_new_items_leave_users_vectors_and_reasons_as_they_are(config: ModelConf
     assert told[1] == pytest.approx(again[1], rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_others_may_use_the_model_while_items_are_fitted(config: ModelConfig) -> None:
     model = wild_model(config, USERS, N)
     every = model.user_vectors(torch.arange(USERS))
@@ -134,6 +136,7 @@ def test_vectors_that_do_not_fit_are_refused() -> None:
             ItemFoldIn(model)([some], [wrong])
 
 
+@pytest.mark.slow
 def test_an_item_vector_depends_on_its_users_alone(config: ModelConfig) -> None:
     model = wild_model(config, USERS, N)
     fold_in = ItemFoldIn(model)

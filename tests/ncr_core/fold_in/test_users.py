@@ -109,6 +109,7 @@ def test_without_numba_it_is_done_in_torch(monkeypatch: pytest.MonkeyPatch) -> N
     assert without.equal(FoldIn(model, compiled=False)(some_users()))
 
 
+@pytest.mark.slow
 @each_free
 def test_what_is_known_moves_a_vector_its_way(config: ModelConfig) -> None:
     model = wild_model(config, 20, N)
@@ -204,6 +205,7 @@ def test_a_model_of_one_user_or_of_equal_users() -> None:
     torch.testing.assert_close(vector, twins.user_vectors(torch.tensor([0]))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nbpr", pytest.param("neupr", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("users", ["free", "history"])
 def test_users_whom_training_never_saw_get_lists_of_their_own(

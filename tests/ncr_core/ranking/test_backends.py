@@ -84,6 +84,7 @@ def exact_answer(
     return [candidates[at] for at in algorithm1(range(n), beats, k)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dncr", "neupr"])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def literal_margins(model: PairwiseRanker, user: int, boost: np.ndarray) -> np.n
     return literal
 
 
+@pytest.mark.slow
 def test_every_backend_ranks_as_algorithm1_on_boosted_margins(
     config: ModelConfig, compiled: bool
 ) -> None:
@@ -115,6 +116,7 @@ def engine_of(model: PairwiseRanker, candidates: int) -> InferenceEngine:
     return InferenceEngine(checkpoint, candidates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nbpr", "dncr", "neupr"])
 def test_boosted_items_become_candidates_and_all_that_is_said_of_them_agrees(kind: str) -> None:
     config = ModelConfig(kind=kind, factors=3)  # type: ignore[arg-type]

@@ -78,6 +78,7 @@ def test_similarities_are_the_cosines_of_what_ranking_knows(config: ModelConfig)
     assert space.vectors @ space.vectors.T == pytest.approx(expected @ expected.T, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_many_dimensions_become_those_that_matter() -> None:
     model = wild_model(ModelConfig(kind="nbpr", factors=100), 20, 500)
     with torch.no_grad():

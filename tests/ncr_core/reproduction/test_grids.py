@@ -51,6 +51,7 @@ def test_a_method_also_has_the_best_settings_of_its_grid_in_full(
         assert of_chosen == highest > MORE * of_used
 
 
+@pytest.mark.slow
 def test_a_grid_names_the_used_and_the_best_settings(tmp_path: Path) -> None:
     results = results_of(STORED, tuning(Selection(methods=("EASE",))))
     assert [result.settings["l2"] for result in results][:2] == [250.0, 500.0]

@@ -102,6 +102,7 @@ def test_each_row_of_a_method_is_held_against_its_start(
         assert f"- {label} is below `spectral start` (sampled NDCG@10 {ndcg} against" in text
 
 
+@pytest.mark.slow
 def test_the_page_says_where_the_first_seed_is_the_best(
     store: ResultsStore, tmp_path: Path
 ) -> None:

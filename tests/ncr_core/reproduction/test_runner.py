@@ -144,6 +144,7 @@ def test_other_settings_replace_a_result(make_runner: MakeRunner) -> None:
     assert result["configuration"]["settings"] == {"l2": 10.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "name", "value", "ran"),
     [
@@ -277,6 +278,7 @@ def test_a_grid_has_its_own_numbers_of_factors() -> None:
     assert only == [run for run in runs if run.factors == 64]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["eALS", "iALS", "NeuMF", "BPR", "EASE by recency", "NBPR pooled", "NBPR history",

@@ -290,6 +290,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @WAYS
 def test_nothing_stated_and_equal_weights_change_not_a_bit(
     split: Split, plain: Plain, model: ModelConfig, changed: dict[str, object]

@@ -77,6 +77,7 @@ def test_who_comes_back_is_served_no_worse_than_by_popularity_or_ease(split: Spl
     assert ndcg(ModelRanks(model, away(train, 0))) == in_a_sitting == ndcg(ModelRanks(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("by_length", "share"), [(True, 0.05), (False, 0.05), (True, 0.0)])
 def test_newcomers_are_nearer_to_popularity_after_a_training(
     by_length: bool, share: float, world: Interactions, monkeypatch: pytest.MonkeyPatch

@@ -224,6 +224,7 @@ def test_a_start_that_no_epoch_improves_stays_alone(split: Split) -> None:
     assert not scores(biased, biased.user_vectors(users)).any()
 
 
+@pytest.mark.slow
 def test_the_last_fit_keeps_as_many_factors_as_were_measured(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:

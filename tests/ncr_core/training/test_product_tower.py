@@ -186,6 +186,7 @@ def test_a_user_without_any_valid_item_is_compared_with_nothing(split: Split) ->
     assert drawn_loss(dncr, Proposal(nbpr, 4, 0), rows, 60).item() == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [FREE, RECENT], ids=["free", "by recency"])
 def test_a_dncr_is_trained_from_a_trained_nbpr(config: ModelConfig, split: Split) -> None:
     trained, again = (train_model(config, PRODUCT, split) for _ in range(2))

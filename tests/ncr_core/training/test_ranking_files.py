@@ -77,6 +77,7 @@ def test_a_model_with_its_own_users_is_ranked_as_without_vectors(
     assert one[1] == other[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["test", "validation", "next item", "all seen"])
 def test_an_order_that_was_written_finds_the_same_positions(
     config: ModelConfig, case: str, split: Split, tmp_path: Path

@@ -361,6 +361,7 @@ def _rows(batch: Rows | SharedRows) -> list[tuple[int, ...]]:
     return sorted(map(tuple, rows + stated))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("name", ["NBPR", "NBPR told", "NBPR history", "NBPR history told"])
 def test_the_shares_of_all_ranks_are_the_batches(
@@ -379,6 +380,7 @@ def test_the_shares_of_all_ranks_are_the_batches(
     assert together == epoch(Share())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("name", sorted(IN_PARTS))
 def test_the_parts_of_all_ranks_are_the_batches(
@@ -516,6 +518,7 @@ def test_a_file_that_is_missing_or_damaged_is_named(
         _alone(lambda: run_rank(tmp_path, "replicated", 0, print), tmp_path / "meeting")
 
 
+@pytest.mark.slow
 def test_parts_are_written_once_for_the_same_positives(
     split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def splits(synthetic: Interactions) -> tuple[Split, Split]:
     return every, some
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=config_name)
 def test_the_training_is_the_same(config: ModelConfig, splits: tuple[Split, Split]) -> None:
     training = FEW

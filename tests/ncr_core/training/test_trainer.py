@@ -236,6 +236,7 @@ def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     assert evaluate_sampled(ModelRanks(model), test).ndcg > 1.1 * before.ndcg
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -265,6 +266,7 @@ def test_held_out_items_are_learned_elsewhere_as_here(method: str, split: Split)
     assert not elsewhere.training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("further", [False, True])
 def test_users_vectors_are_made_without_dropout(further: bool, split: Split) -> None:
     recipe = recipes.recipe("next-item-attention").with_(

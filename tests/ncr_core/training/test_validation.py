@@ -58,6 +58,7 @@ def _found(
     return positions(own.requires_grad_(False)).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["full", "sampled"])
 @pytest.mark.parametrize(
     "kind, users",

@@ -163,6 +163,7 @@ def test_each_epoch_has_negatives_of_its_own(loss: Literal["bce", "gbce"]) -> No
     assert not drawn(0).equal(drawn(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["bce", "gbce", "ce"])
 def test_each_loss_learns_what_comes_next(loss: str) -> None:
     config = replace(SMALL, loss=loss, epochs=40, patience=40, learning_rate=1e-2, dropout=0.0)
