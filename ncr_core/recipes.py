@@ -144,6 +144,12 @@ def merge_sections(sections: Sections, overrides: Mapping[str, Any]) -> Sections
 # Passes, negatives a positive, and passes of fine-tuning of a tower with so many factors.
 _TOWER_BUDGET = {8: (6, 4, 4), 16: (4, 3, 3), 24: (4, 2, 2), 32: (3, 2, 2), 64: (2, 1, 1)}
 _TOWER = {"start": "spectral", "batch_size": 2048, "learning_rate": 5e-3}
+# With these a DNCR of 24 or 32 factors gets above its spectral start, and not with a few passes
+# against few negatives. 64 factors would take most of an hour of a processor.
+_LONG_TOWER = {
+    "loss": "listwise", "epochs": 6, "negatives": 8, "learning_rate": 2e-3, "dropout": 0.3
+}  # fmt: skip
+_LONG_TOWER_SIZES = (24, 32)
 
 
 def _sections(kind: str, training: Sections, **model: Any) -> Sections:
@@ -161,13 +167,23 @@ def _bpr(factors: int) -> Sections:
     return _sections("nbpr", training, learn_weights=False)
 
 
+def _nearest_size(factors: int) -> int:
+    return min(_TOWER_BUDGET, key=lambda size: abs(size - factors))
+
+
 def _budget(factors: int) -> tuple[int, int, int]:
-    return _TOWER_BUDGET[min(_TOWER_BUDGET, key=lambda size: abs(size - factors))]
+    return _TOWER_BUDGET[_nearest_size(factors)]
 
 
 def _tower_training(factors: int) -> Sections:
     epochs, negatives, _ = _budget(factors)
     return {**_TOWER, "epochs": epochs, "negatives": negatives}
+
+
+def _dncr(factors: int) -> Sections:
+    few = _tower_training(factors)
+    is_long = _nearest_size(factors) in _LONG_TOWER_SIZES
+    return _sections("dncr", {**few, **_LONG_TOWER} if is_long else few)
 
 
 def _neupr(factors: int) -> Sections:
@@ -221,7 +237,7 @@ def _neupr_history(factors: int) -> Sections:
 TUNED: dict[str, Callable[[int], Sections]] = {
     "BPR": _bpr,
     "NBPR": lambda d: _sections("nbpr", _factor_training(d)),
-    "DNCR": lambda d: _sections("dncr", _tower_training(d)),
+    "DNCR": _dncr,
     "NeuPR": _neupr,
     "NeuPR without pre-training": _neupr_alone,
     "NeuPR shared embeddings": lambda d: _neupr_alone(d, shared_embeddings=True),

@@ -292,6 +292,13 @@ _FACTORS = _training(
     {"learning_rate": 1e-2, "l2": 1e-3, "negatives": 4},
 )
 
+_FEW = {"loss": "bce", "learning_rate": 5e-3, "dropout": 0.0}
+_LONG_TOWERS = _training(
+    {},
+    {**_FEW, "epochs": 4, "negatives": 2},
+    {**_FEW, "epochs": 8, "negatives": 4},
+)
+
 _MOVIELENS: dict[str, dict[int, Grid]] = {
     "eALS": {
         8: [
@@ -389,6 +396,8 @@ _MOVIELENS: dict[str, dict[int, Grid]] = {
             {"training": {"learning_rate": 5e-3}, "model": {"activation": "relu"}},
             {"training": {"learning_rate": 5e-3, "l2": 1e-3}},
         ],
+        24: _LONG_TOWERS,
+        32: _LONG_TOWERS,
         64: _training(
             {"learning_rate": 5e-3},
             {"learning_rate": 2e-3},
