@@ -317,11 +317,10 @@ def cost(results: Sequence[RunResult], plot: Path) -> str:
         "The rows are in the order of the processor seconds of one training. They include the "
         "model that a method starts from. *At most* marks those that are not stored: the time by "
         "the clock times the threads is the most that they can be. A method is *best so far* if no "
-        "method with less time on a CPU is as good. Triangles and *(GPU)* mark trainings on a GPU, "
-        "with their time by the clock. The training of NBPR two-layer attention on a CPU is "
-        "another than that of the other tables. Seconds differ between trainings of one method "
-        "and between machines: those of DNCR from NBPR on P1 took 1,389 to 2,145 processor "
-        "seconds with five seeds.\n"
+        "method with less time on a CPU is as good, by the figures of this table. Triangles and "
+        "*(GPU)* mark trainings on a GPU, with their time by the clock. The row of NBPR two-layer "
+        "attention on a CPU is of a second training, which no other table has. Another training of "
+        "a method may take half as long again, also on the same machine.\n"
     )
     body = make_section("Quality by training time: MovieLens 1M, P1", head, lines, note)
     title, _, rest = body.partition("\n\n")
@@ -354,7 +353,7 @@ def _scatter(path: Path, results: Sequence[RunResult], front: Sequence[RunResult
         )  # fmt: skip
         axes.annotate(label_of(result), (x, y), (4, 3), textcoords="offset points", fontsize=7)
     axes.set_xscale("log")
-    axes.set_xlabel("training, processor seconds")
+    axes.set_xlabel("training, processor seconds (on a GPU: seconds)")
     axes.set_ylabel("full NDCG@10")
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)

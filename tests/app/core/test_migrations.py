@@ -36,6 +36,7 @@ from app.core.tables import instance
 from app.main import create_app
 from tests.app.conftest import client_of, until
 from tests.cluster.process import free_port
+from tests.conftest import BACKENDS
 
 
 async def differences(database: Database) -> list[Any]:
@@ -162,7 +163,7 @@ async def test_each_schema_says_from_which_version_on_servers_work_with_it(empty
 
 ON_POSTGRESQL, ON_SQLITE = (
     pytest.mark.parametrize("empty_database_url", [kind], indirect=True)
-    for kind in (pytest.param("postgresql", marks=pytest.mark.postgres), "sqlite")
+    for kind in reversed(BACKENDS)
 )
 
 NEW_EVENT = (

@@ -201,7 +201,6 @@ def save(folder: Path, model: PairwiseRanker, maps: ContentMaps | None) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_checkpoint_keeps_them(tmp_path: Path, config: ModelConfig) -> None:
     model = told_model(config)
     maps = maps_of(model)

@@ -147,7 +147,6 @@ def test_room_is_written_where_it_cannot_be_reserved(
     assert made[-1] == 7
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["next-item-nbpr", "next-item", "als-nbpr"])
 def test_a_training_on_arrays_in_files_gives_the_same_model(
     name: str, told: Interactions, tmp_path: Path

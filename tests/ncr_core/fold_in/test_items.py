@@ -83,7 +83,6 @@ def test_new_items_add_nothing_to_pooled_users(by_length: bool) -> None:
     assert (items.tolist(), effects.shape) == ([], (3, 0))
 
 
-@pytest.mark.slow
 def test_new_items_leave_users_vectors_and_reasons_as_they_are(config: ModelConfig) -> None:
     model = wild_model(config, USERS, N)
     larger = extended(model, item_rows(model, torch.tensor([1, 2])))

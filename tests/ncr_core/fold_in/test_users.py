@@ -206,7 +206,7 @@ def test_a_model_of_one_user_or_of_equal_users() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nbpr", pytest.param("neupr", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["nbpr", "neupr"])
 @pytest.mark.parametrize("users", ["free", "history"])
 def test_users_whom_training_never_saw_get_lists_of_their_own(
     synthetic: Interactions, kind: str, users: str

@@ -48,7 +48,6 @@ def literal_margins(model: PairwiseRanker, user: int, boost: np.ndarray) -> np.n
     return literal
 
 
-@pytest.mark.slow
 def test_every_backend_ranks_as_algorithm1_on_boosted_margins(
     config: ModelConfig, compiled: bool
 ) -> None:

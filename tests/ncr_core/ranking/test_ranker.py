@@ -42,7 +42,6 @@ def tournaments(rng: np.random.Generator, batch: int, width: int, ties: float) -
     return torch.from_numpy(upper - upper.transpose(0, 2, 1))
 
 
-@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -105,7 +104,6 @@ def literal(
     return algorithm1(candidates, lambda i, j: beats[i][j], k)
 
 
-@pytest.mark.slow
 def test_the_ranker_equals_algorithm1_on_its_own_margins(
     config: ModelConfig, compiled: bool
 ) -> None:
@@ -128,7 +126,6 @@ def test_the_ranker_equals_algorithm1_on_its_own_margins(
         assert [i for i in ranked[user].tolist() if i != PAD] == expected
 
 
-@pytest.mark.slow
 def test_an_order_does_not_depend_on_the_batch(config: ModelConfig, compiled: bool) -> None:
     model = wild_model(config, 40, 60)
     ranker = ExactRanker(model, compiled=compiled)

@@ -284,8 +284,7 @@ def test_a_grid_has_its_own_numbers_of_factors() -> None:
     ["eALS", "iALS", "NeuMF", "BPR", "EASE by recency", "NBPR pooled", "NBPR history",
      "NBPR next-item", "NBPR attention", "next-item start", "spectral start", "ALS start",
      "PureSVD", "GF-CF", "Markov",
-     "linear next-item", pytest.param("NeuPR history", marks=pytest.mark.slow),
-     pytest.param("NeuPR next-item", marks=pytest.mark.slow), "NeuPR without pre-training",
+     "linear next-item", "NeuPR history", "NeuPR next-item", "NeuPR without pre-training",
      "NeuPR shared embeddings", "two towers", "two towers shared"],
 )  # fmt: skip
 def test_every_method_runs_once(make_runner: MakeRunner, method: str) -> None:

@@ -361,7 +361,6 @@ def _rows(batch: Rows | SharedRows) -> list[tuple[int, ...]]:
     return sorted(map(tuple, rows + stated))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3, 7])
 @pytest.mark.parametrize("name", ["NBPR", "NBPR told", "NBPR history", "NBPR history told"])
 def test_the_shares_of_all_ranks_are_the_batches(

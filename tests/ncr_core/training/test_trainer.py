@@ -242,8 +242,8 @@ def test_held_out_items_can_be_learned_at_the_end(split: Split) -> None:
     [
         "NBPR",
         "DNCR",
-        pytest.param("NeuPR history", marks=pytest.mark.slow),
-        pytest.param("NBPR history", marks=pytest.mark.slow),
+        "NeuPR history",
+        "NBPR history",
     ],
 )
 def test_held_out_items_are_learned_elsewhere_as_here(method: str, split: Split) -> None:
