@@ -397,7 +397,7 @@ _MOVIELENS: dict[str, dict[int, Grid]] = {
             {"training": {"learning_rate": 5e-3, "l2": 1e-3}},
         ],
         24: _LONG_TOWERS,
-        32: _LONG_TOWERS,
+        32: _LONG_TOWERS[:2],
         64: _training(
             {"learning_rate": 5e-3},
             {"learning_rate": 2e-3},

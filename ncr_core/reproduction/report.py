@@ -131,7 +131,8 @@ Settings:
   above EASE by recency in the first, and below it in the second.
 - Validation and test items do not always agree either:
   [one section](#validation-against-test) has the pairs.
-- On MovieLens 1M the grid of BPR has 8 factors, and those of NBPR, DNCR and NeuPR have 8 and 64.
+- On MovieLens 1M the grid of BPR has 8 factors, those of NBPR and NeuPR have 8 and 64, and that of
+  DNCR has 8, 24, 32 and 64.
   With other numbers of factors than those of a grid most methods have settings from trials on
   validation items that the repository does not store. The settings of NBPR and DNCR with 64
   factors were chosen by such trials too. Their grids have better ones, by sampled and by full
