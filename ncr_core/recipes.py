@@ -145,7 +145,7 @@ def merge_sections(sections: Sections, overrides: Mapping[str, Any]) -> Sections
 _TOWER_BUDGET = {8: (6, 4, 4), 16: (4, 3, 3), 24: (4, 2, 2), 32: (3, 2, 2), 64: (2, 1, 1)}
 _TOWER = {"start": "spectral", "batch_size": 2048, "learning_rate": 5e-3}
 # With these a DNCR of 24 or 32 factors gets above its spectral start by sampled NDCG@10. A few
-# passes against few negatives do not. 64 factors stay below with twice as much, on a GPU.
+# passes against few negatives do not. 64 factors stay below with twice as many, on a GPU.
 _LONG_TOWER = {
     "loss": "listwise", "epochs": 6, "negatives": 8, "learning_rate": 2e-3, "dropout": 0.3
 }  # fmt: skip

@@ -81,7 +81,7 @@ INTRO = """# Results
 come from `ncr reproduce`. One section comes from `gaps.json` in the same folder.
 
 - A program computed the figures of all tables, except those of the paper and of other authors. The
-  numbers in *Settings* were typed in.
+  numbers in *Settings*, and those of 63 users after a break, were typed in.
 - Each line of a JSON Lines file holds one run: configuration, seed, data fingerprint, machine,
   versions, commit, seconds and the rank of every user.
 - [Measure a model](how-to/measure.md) describes the commands and the protocols.
