@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import runpy
 import secrets
@@ -16,6 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import redis
+import structlog
 from psycopg import sql
 
 from app.core.database import Database
@@ -131,6 +133,17 @@ def pytest_collection_finish() -> None:
     """What is imported stays: spare the garbage collector half a million objects each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands set up the log of a process. The next test in the process starts without that."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import structlog
 from fastapi import FastAPI
 
 from app.core.settings import load_settings
@@ -24,17 +22,6 @@ def data_dir(tmp_path: Path, sqlite_template: Path) -> Path:
     """A data folder with a migrated database: migrations take longer than most tests."""
     shutil.copy(sqlite_template, tmp_path / "ncr.db")
     return tmp_path
-
-
-@pytest.fixture
-def logging_as_it_was() -> Iterator[None]:
-    """For tests that set up the log of a process."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 @pytest.fixture

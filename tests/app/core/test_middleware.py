@@ -108,7 +108,6 @@ async def test_log_lines_have_the_request_id_and_no_secret(
     settings: Settings,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    logging_as_it_was: None,
 ) -> None:
     wanted = load_settings(
         **settings.model_dump() | {"admin_key": SECRET, "log_format": "json", "log_level": "debug"}
@@ -137,7 +136,7 @@ async def test_log_lines_have_the_request_id_and_no_secret(
 
 
 async def test_the_log_says_which_key_wrote_and_which_administered(
-    settings: Settings, capsys: pytest.CaptureFixture[str], logging_as_it_was: None
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = create_app(settings)
     async with app.router.lifespan_context(app), client_of(app) as client:

@@ -82,7 +82,6 @@ def test_a_command_warns_of_a_misspelt_variable_without_its_value(
     settings_of: Callable[[], Settings],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    logging_as_it_was: None,
 ) -> None:
     monkeypatch.setenv("NCR_ADMINKEY", KEY)
     settings_of()
