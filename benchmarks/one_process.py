@@ -28,7 +28,7 @@ COLUMNS += ["new / old", "smallest", "largest", "equal weights"]
 MODELS: dict[str, dict[str, Any]] = {
     "NBPR": {"factors": 64, "epochs": 3},
     "NBPR history": {"factors": 64, "epochs": 2},
-    "DNCR": {"factors": 8, "epochs": 2, "start": "random"},
+    "DNCR": {"factors": 8, "epochs": 6, "start": "random"},
 }
 # It has to run with the library of an older checkout.
 TRAINING = """

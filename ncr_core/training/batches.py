@@ -575,13 +575,12 @@ class Batches:
         order = torch.randperm(len(self._users), generator=self._generator, device=self._device)
         shares = iter(self._preference_shares(len(self)))
         for some in torch.split(order, self.size * self.drawn_at_once()):
-            negatives = self._sampler.sample(self._users[some], self._negatives)
-            parts = zip(
-                torch.split(some, self.size), torch.split(negatives, self.size), strict=True
-            )
-            for part, drawn in parts:
-                users, items, weights = self._users[part], self._items[part], self._weights_at(part)
-                yield self._rows(users, items, drawn, None, weights, next(shares))
+            users = self._users[some]
+            drawn = (some, users, self._sampler.sample(users, self._negatives))
+            parts = zip(*(torch.split(each, self.size) for each in drawn), strict=True)
+            for part, users, negatives in parts:
+                items, weights = self._items[part], self._weights_at(part)
+                yield self._rows(users, items, negatives, None, weights, next(shares))
 
     def _preference_shares(self, batches: int) -> Sequence[Tensor | None]:
         return [None] * batches if self._preferences is None else self._preferences.shares(batches)
