@@ -287,6 +287,8 @@ def main() -> None:
     except (OSError, SafetensorError) as error:
         # A full disk, above all.
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        if name := getattr(error, "filename", None):
+            reason = f"{reason} ({name})"
         _answer(answers, {"failed": f"the job could not read or write its files: {reason}"})
     except (RuntimeError, MemoryError) as error:  # torch's and numpy's
         if not lacks_memory(error):

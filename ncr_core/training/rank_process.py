@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -40,8 +41,7 @@ from ncr_core.training.trainer import OnProgress, Progress, train_loop
 WAIT_SECONDS = 10_800
 """How long a rank waits for the slowest of the others."""
 
-
-_FOLDER = (
+SHARED_FOLDER = (
     "all machines of a training must reach the folder NCR_TRAIN_FOLDER under the same path, and "
     "nothing may change its files"
 )
@@ -64,11 +64,13 @@ def run_rank(folder: Path, tables: Tables, local_rank: int, on_progress: OnProgr
 
     Raises:
         TrainingError: A rank is of another version or cannot read the folder, or the loss is not
-            finite. Another try would fail too, so the rank writes the error as the outcome.
+            finite. Another try would fail too, so the rank writes the error as the outcome, if the
+            folder is there.
     """
     rank = dist.get_rank()
     if rank == 0:
-        remove_outcome(folder)
+        with suppress(OSError):  # if this rank cannot reach the folder, the ranks say so below
+            remove_outcome(folder)
     in_files = tables == "sharded"  # the ranking tables of a rank are files
     with storing_tables(FileStorage(folder) if in_files else IN_MEMORY):
         _carry_out(folder, tables, local_rank, on_progress)
@@ -88,9 +90,9 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
                 checksum = sum_of(folder / ORDER)
                 order = PhaseOrder.load(folder, rank, dist.get_world_size())
         except OSError as error:
-            problem = f"cannot read {error.filename or folder}: {error.strerror}; {_FOLDER}"
+            problem = f"cannot read {error.filename or folder}: {error.strerror}; {SHARED_FOLDER}"
         except DataError as error:
-            problem = f"cannot read its users: {error}; {_FOLDER}"
+            problem = f"cannot read its users: {error}; {SHARED_FOLDER}"
         check_ranks(problem, order=checksum)
         if isinstance(order, RankingOrder):
             if tables == "sharded":
@@ -102,7 +104,9 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
             assert order is not None  # noqa: S101 - `check_ranks` raises for a rank without it
             _train(order, folder, tables, local_rank, on_progress)
     except NcrError as error:
-        save_failure(folder, str(error))  # by any rank: the others may not know of it
+        with suppress(OSError):
+            if folder.is_dir():  # a folder that this machine makes is not that of the job
+                save_failure(folder, str(error))  # by any rank: the others may not know of it
         raise
 
 

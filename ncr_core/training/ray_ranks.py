@@ -28,7 +28,12 @@ import torch.distributed as dist
 from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.optional_imports import require
 from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine, rank_environment
-from ncr_core.training.rank_process import WAIT_SECONDS, resource_problem, run_rank
+from ncr_core.training.rank_process import (
+    SHARED_FOLDER,
+    WAIT_SECONDS,
+    resource_problem,
+    run_rank,
+)
 from ncr_core.training.ranks import Tables
 from ncr_core.training.trainer import OnProgress, Progress
 
@@ -117,7 +122,11 @@ class RayEngine(RankEngine):
         return self._ranks
 
     def _run(self, folder: Path, on_progress: OnProgress | None) -> str | None:
-        """Runs Ray Train to its end, and returns the problem if Ray lost the ranks."""
+        """Runs Ray Train to its end, and returns the problem if Ray lost the ranks.
+
+        Ranks that reach the folder leave an outcome there, so the problem of ranks that ended by
+        themselves is that none reached it.
+        """
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -152,7 +161,7 @@ class RayEngine(RankEngine):
         finally:
             ended.set()
             follower.join()
-        return None
+        return f"no rank of the Ray cluster can write to {folder}; {SHARED_FOLDER}"
 
 
 @contextmanager

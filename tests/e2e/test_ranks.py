@@ -173,7 +173,7 @@ def test_a_cancelled_training_leaves_no_rank(idle: Service) -> None:
         ({"NCR_TRAIN_RANKS": "61"}, "set NCR_TRAIN_RANKS to 60 or less"),
         ({"NCR_TRAIN_ENGINE": "ray", "NCR_RAY_ADDRESS": "10.9.8.7:6379"}, "RAY_AUTH_MODE=token"),
         ({"NCR_TRAIN_ENGINE": "ray"}, "neural-collaborative-ranking[ray]"),
-        ({"NCR_TRAIN_FOLDER": "/proc/absent"}, "could not read or write its files"),
+        ({"NCR_TRAIN_FOLDER": "/proc/absent"}, "files: No such file or directory (/proc/absent)"),
     ],
 )
 def test_an_engine_that_cannot_train_is_one_sentence(

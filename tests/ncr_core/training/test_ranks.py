@@ -204,6 +204,7 @@ def _train_cases(rank: int, folder: Path) -> None:
     for name, call in {
         "version": lambda: check_ranks(version=replace(version, torch=f"9.{rank}")),
         "folder": lambda: run_rank(folder / ("reach", "absent")[rank], "replicated", 0, print),
+        "nowhere": lambda: run_rank(folder / "nowhere", "replicated", 0, print),
         "order": lambda: run_rank(folder / ("diverged", "reach")[rank], "replicated", 0, print),
         "diverged": lambda: run_rank(
             folder / "diverged", "replicated", rank, lambda progress: None
@@ -333,12 +334,14 @@ def test_every_rank_says_what_is_wrong_with_one(trained: tuple[dict[str, Trained
         assert "rank 1 on " in unreachable
         assert "cannot read" in unreachable
         assert "NCR_TRAIN_FOLDER" in unreachable
+        assert "NCR_TRAIN_FOLDER" in (folder / f"nowhere.{rank}").read_text()
         other_order = (folder / f"order.{rank}").read_text()
         assert "rank 1 on " in other_order
         assert "has another recipe or other data than rank 0" in other_order
         assert "learning rate 1e+30" in (folder / f"diverged.{rank}").read_text()
     with pytest.raises(TrainingError, match="try a smaller rate"):
         load_result(folder / "diverged", trained[0]["NBPR"].by_ranks)
+    assert not (folder / "nowhere").exists()  # nor would the job find what a rank writes there
 
 
 # Without processes

@@ -95,6 +95,19 @@ def test_a_loss_that_is_not_finite_is_not_tried_again(phases: RayEngine, split: 
         phases(model, split, recipe.training, TrainingPhase("train", 2, 1e30))
 
 
+def test_ranks_that_never_reach_the_folder_are_told_which(
+    phases: RayEngine, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.train.torch import TorchTrainer
+
+    monkeypatch.setattr(TorchTrainer, "fit", lambda self: None)  # they ended without an outcome
+    recipe = tuned("NBPR").with_(epochs=1, device="cpu")
+    model = start_model(recipe.model, recipe.training, split)
+    with pytest.raises(TrainingError, match="no rank of the Ray cluster can write to") as raised:
+        phases(model, split, recipe.training, TrainingPhase("train", 1, 1e-3))
+    assert "\n" not in str(raised.value)
+
+
 def test_ranks_find_the_positions_of_held_out_items(
     phases: RayEngine, split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
