@@ -100,6 +100,21 @@ def test_each_row_of_a_method_is_held_against_its_start(
     text = (tmp_path / "page.md").read_text()
     for label, ndcg in (("NBPR", "0.3500"), ("NBPR (full choice)", "0.3750")):
         assert f"- {label} is below `spectral start` (sampled NDCG@10 {ndcg} against" in text
+    assert "NBPR, and with it a part of NeuPR, starts at random." in text
+    assert "begins at the start itself" not in text
+
+
+def test_a_model_that_begins_at_its_start_is_not_said_to_start_at_random(
+    store: ResultsStore, tmp_path: Path
+) -> None:
+    figures = {"NBPR pooled": 70, "spectral start": 90, "NBPR from ALS": 70, "ALS start": 90}
+    runs = best(Selection(methods=tuple(figures)))
+    for run in (run for run in runs if not run.refit):
+        write(store, run, figures[run.method])
+    write_page(store.folder, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text()
+    assert "NBPR from ALS, NBPR pooled: the training begins at the start itself." in text
+    assert "at random." not in text.split("These trained models are below")[1].split("\n")[0]
 
 
 @pytest.mark.slow
