@@ -303,9 +303,9 @@ _AT_START = (
 )
 
 
-def _below_start(rows: Sequence[RunResult], where: str = "") -> str:
-    """Lists the trained models that are below an untrained start with as many factors."""
-    below = []
+def _below_start(rows: Sequence[RunResult], where: str = "") -> dict[str, str]:
+    """A line for each label of a model that is below an untrained start with as many factors."""
+    below: dict[str, str] = {}
     for start, methods in _STARTS.items():
         untrained = next((row for row in rows if row.method == start), None)
         for trained in (row for method in methods for row in rows if row.method == method):
@@ -320,22 +320,22 @@ def _below_start(rows: Sequence[RunResult], where: str = "") -> str:
                     )
             if figures:
                 figures_text = ", ".join(figures)
-                below.append(f"- {trained.label}{where} is below `{start}` ({figures_text}).\n")
-    return "".join(below)
+                label = f"{trained.label}{where}"
+                below[label] = f"- {label} is below `{start}` ({figures_text}).\n"
+    return below
 
 
-def _with_reasons(below: str) -> str:
-    """The list of `_below_start` after the reasons that hold for its models; empty without any."""
+def _with_reasons(below: Mapping[str, str]) -> str:
+    """The lines of `_below_start` after the reasons for its models; empty without any."""
     if not below:
         return ""
     text = "These trained models are below an untrained start with as many factors. "
-    named = {line.removeprefix("- ").partition(" is below ")[0] for line in below.splitlines()}
-    begun = sorted(name for name in named if name.endswith((" pooled", " from ALS")))
-    if len(begun) < len(named):
+    begun = sorted(label for label in below if label.endswith((" pooled", " from ALS")))
+    if len(begun) < len(below):
         text += _AT_RANDOM
     if begun:
         text += f"{', '.join(begun)}: the training begins {_AT_START}"
-    return f"{text.rstrip()}\n\n{below}"
+    return f"{text.rstrip()}\n\n{''.join(below.values())}"
 
 
 def _by_section(
@@ -620,7 +620,9 @@ def _table1(store: ResultsStore) -> str:
     by_size: dict[int, list[RunResult]] = {}
     for result in every:
         by_size.setdefault(result.factors, []).append(result)
-    below = "".join(_below_start(rows, f" at d = {size}") for size, rows in by_size.items())
+    below: dict[str, str] = {}
+    for size, rows in by_size.items():
+        below |= _below_start(rows, f" at d = {size}")
     if below:
         note += f"\n{_with_reasons(below)}"
     return make_section("Table 1: MovieLens 1M by predictive factors, P1", _BESIDE, lines, note)

@@ -41,7 +41,7 @@ from ncr_core.training.trainer import OnProgress, Progress, train_loop
 WAIT_SECONDS = 10_800
 """How long a rank waits for the slowest of the others."""
 
-SHARED_FOLDER = (
+FOLDER_RULE = (
     "all machines of a training must reach the folder NCR_TRAIN_FOLDER under the same path, and "
     "nothing may change its files"
 )
@@ -90,9 +90,9 @@ def _carry_out(folder: Path, tables: Tables, local_rank: int, on_progress: OnPro
                 checksum = sum_of(folder / ORDER)
                 order = PhaseOrder.load(folder, rank, dist.get_world_size())
         except OSError as error:
-            problem = f"cannot read {error.filename or folder}: {error.strerror}; {SHARED_FOLDER}"
+            problem = f"cannot read {error.filename or folder}: {error.strerror}; {FOLDER_RULE}"
         except DataError as error:
-            problem = f"cannot read its users: {error}; {SHARED_FOLDER}"
+            problem = f"cannot read its users: {error}; {FOLDER_RULE}"
         check_ranks(problem, order=checksum)
         if isinstance(order, RankingOrder):
             if tables == "sharded":

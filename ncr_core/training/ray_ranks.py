@@ -29,7 +29,7 @@ from ncr_core.errors import ConfigError, NcrError, TrainingError
 from ncr_core.optional_imports import require
 from ncr_core.training.rank_engine import MAX_RESTARTS, RankEngine, rank_environment
 from ncr_core.training.rank_process import (
-    SHARED_FOLDER,
+    FOLDER_RULE,
     WAIT_SECONDS,
     resource_problem,
     run_rank,
@@ -161,7 +161,7 @@ class RayEngine(RankEngine):
         finally:
             ended.set()
             follower.join()
-        return f"no rank of the Ray cluster can write to {folder}; {SHARED_FOLDER}"
+        return f"no rank of the Ray cluster can write to {folder}; {FOLDER_RULE}"
 
 
 @contextmanager
